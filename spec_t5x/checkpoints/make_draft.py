@@ -100,9 +100,7 @@ def _given(kind: DraftKind, argument: str, target: Location) -> str:
         return argument
     drafts, name = packaged_drafts(target), kind.packaged
     if name not in drafts:
-        raise InputError(
-            f"draft {name!r} is not packaged for {target}: give a directory, {name}:DIR"
-        )
+        raise InputError(f"draft {name!r} is not packaged for {target}: give {name}:DIR")
     return drafts[name]
 
 
@@ -209,7 +207,7 @@ def _open(argument: str, target: LoadedModel, downloads: bool = False) -> Stored
     if stored.vocabulary is None and own_rows != rows:
         raise InputError(
             f"target {target.directory} embeds {rows} ids and draft {stored.directory}, "
-            f"which has no vocabulary, {own_rows}: convert it with one, or give one with as many"
+            f"which has no vocabulary, {own_rows}: convert it with one, or give a draft with {rows}"
         )
     stored = dataclasses.replace(stored, vocabulary=stored.vocabulary or target.vocabulary)
     if type(stored.config) is not type(target.config):

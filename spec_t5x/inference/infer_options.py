@@ -21,14 +21,17 @@ class HostOptions:
     process_index: int | None = option(None, "index of this process, from 0")
 
     def __post_init__(self):
+        check_types(self)
         address, count, index = self.coordinator_address, self.process_count, self.process_index
-        if (address, count, index).count(None) in (1, 2) or (count and not 0 <= index < count):
+        if address is count is index is None:
+            return
+        if None in (address, count, index) or not 0 <= index < count:
             raise InputError(
                 f"coordinator_address is {address}, process_count {count}, process_index {index}: "
                 "give all three, and an index from 0 to below the count"
             )
         # With any other, JAX crashes or waits for minutes.
-        port = re.fullmatch(r"[^\s/]+:(\d{1,5})", "host:1" if address is None else address)
+        port = re.fullmatch(r"[^\s/]+:(\d{1,5})", address)
         if not port or not 0 < int(port[1]) < 2**16:
             raise InputError(f"coordinator_address is {address!r}: give HOST:PORT (node0:1234)")
 

@@ -43,8 +43,7 @@ def launch_model() -> models.EncoderDecoderModel:
             continue
         name = "/".join(filter(None, (scope, selector)))
         raise InputError(
-            f"the launch's files bind models.EncoderDecoderModel and {name}: name the model, "
-            f"{remedy}"
+            f"the launch binds models.EncoderDecoderModel and {name}: name the model, {remedy}"
         )
     return gin.get_configurable(stock)()
 

@@ -190,9 +190,7 @@ def present(values: Mapping[str, Any]) -> dict[str, Any]:
 def _number(settings, name: str, kind: type, where: str, otherwise=None):
     value = settings.get(name, otherwise)
     if not (is_number(value) and abs(value) < 2**31 and (kind is not int or value % 1 == 0)):
-        raise InputError(
-            f"{where} has {name} {value!r}: set it to a number (of type {kind.__name__})"
-        )
+        raise InputError(f"{where} has {name} {value!r}: set a number of type {kind.__name__}")
     return kind(value)
 
 
