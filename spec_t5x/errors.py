@@ -35,7 +35,7 @@ class InputError(ValueError):
     """Error in an option, an input, a file or a checkpoint that the user has to change."""
 
     def __str__(self) -> str:
-        # A value in the text, such as a path, may have several lines.
+        # A path or another value in the message may contain line breaks.
         return " ".join(shown(super().__str__()).splitlines())
 
 
@@ -147,9 +147,9 @@ def either(choices: Sequence[str]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def did_you_mean(word: str, choices: Iterable[str]) -> str:
+def did_you_mean(word: str, choices: Iterable[str], cutoff: float = 0.6) -> str:
     """Returns ", did you mean 'CHOICE'?" for a choice that begins so or is close, or else ""."""
     choices = list(choices)
     begun = [choice for choice in choices if len(word) > 2 and choice.startswith(word)]
-    similar = begun or difflib.get_close_matches(word, choices, n=1)
+    similar = begun or difflib.get_close_matches(word, choices, n=1, cutoff=cutoff)
     return f", did you mean {similar[0]!r}?" if similar else ""

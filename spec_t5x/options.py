@@ -192,7 +192,7 @@ class GenerateOptions:
         errors.check_rules(penalty, bad_words_ids=self.bad_words_ids or (), sequence_bias=biased)
         # Called because they check their arguments.
         self.sampling()
-        verifier = self.make_verifier()
+        self.make_verifier()
         if not self.temperature:
             errors.check_unused(
                 self, "temperature 0, which takes the likeliest token", "top_k", "top_p"
@@ -203,8 +203,6 @@ class GenerateOptions:
             raise InputError(
                 f"gamma is {gamma} and widths are {self.widths}: give at most {gamma} widths"
             )
-        if gamma not in (AUTO, 0):
-            verifier.tree(gamma)
 
     def _check_lengths(self) -> None:
         gamma, most, limit = self.gamma, 2**30, self.max_decode_len

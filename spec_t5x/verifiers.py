@@ -246,14 +246,16 @@ class TreeVerifier(Verifier):
             raise InputError(f"tree widths are {self.widths}: give at least 1 for each position")
 
     def tree(self, gamma: int) -> Tree:
-        """Returns the tree of depth ``gamma``; raises ``InputError`` if it cannot be so deep."""
-        check_numbers(1, MAX_NODES - 1, gamma=gamma)
-        return Tree((*self.widths, *[1] * (gamma - len(self.widths)))[:gamma])
+        """Returns the tree of depth ``gamma``; raises ``InputError`` if it is too deep or large."""
+        check_numbers(1, gamma=gamma)
+        # A deeper one has too many nodes, too.
+        more = min(gamma, MAX_NODES) - len(self.widths)
+        return Tree((*self.widths, *[1] * more)[:gamma])
 
 
 # Depth and nodes of the largest trees with gamma "auto".
-_MAX_DEPTH = 4
-_MAX_NODES = 64
+_AUTO_DEPTH = 4
+_AUTO_NODES = 64
 
 
 def largest_limit(verifier: Verifier, of_chains: int) -> int:
@@ -264,14 +266,14 @@ def largest_limit(verifier: Verifier, of_chains: int) -> int:
     if verifier.tree(1) is None:
         return of_chains
     widths = getattr(verifier, "widths", ())
-    for depth in range(_MAX_DEPTH, max(len(widths), 1) - 1, -1):
+    for depth in range(_AUTO_DEPTH, max(len(widths), 1) - 1, -1):
         # A tree of too many nodes for any target has no number.
         with contextlib.suppress(InputError):
-            if verifier.num_nodes(depth) <= _MAX_NODES:
+            if verifier.num_nodes(depth) <= _AUTO_NODES:
                 return depth
     raise InputError(
-        f"widths are {widths} and gamma is auto, which takes trees of up to {_MAX_DEPTH} widths "
-        f"and {_MAX_NODES} nodes: give gamma a number, or fewer widths"
+        f"widths are {widths} and gamma is auto, which takes trees of up to {_AUTO_DEPTH} widths "
+        f"and {_AUTO_NODES} nodes: give gamma a number, or fewer widths"
     )
 
 

@@ -73,14 +73,6 @@ from tests.generation.cases import GREEDY, options
             "top_k is 9223372036854775808: give a number of at most 92233720",
         ),
         ({"gamma": 10**400}, "000: give a number of at most 9223372036854775807"),
-        (
-            {"gamma": 4, "verifier": "tree", "widths": (9, 9, 9)},
-            "tree (9, 9, 9, 1) has 1549 nodes: give at most 256",
-        ),
-        (
-            {"gamma": 2**30, "verifier": "multi"},
-            "gamma is 1073741824: give at least 1, at most 255",
-        ),
         ({"temperature": 10**400}, "000: give a number of at most 3e+38"),
         ({"length_penalty": -(10**400), "beams": 2}, "000: give a number of at most 3e+38"),
         ({"sequence_bias": (((1,), 10**400),)}, "sequence_bias has ((1,), 1000"),

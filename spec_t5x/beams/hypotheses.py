@@ -225,8 +225,7 @@ def num_candidates(beams: int, eos_id: EndOfSequence) -> int:
 
 
 def check_beams(vocab_size: int, eos_id: EndOfSequence, least: int = 1, **beams: int) -> None:
-    """Raises ``InputError`` unless a search finds enough candidates for as many hypotheses."""
-    # There are no more candidates than tokens.
+    """Raises ``InputError`` unless the vocabulary has enough tokens for so many hypotheses."""
     check_numbers(least, vocab_size // num_candidates(1, eos_id), **beams)
 
 

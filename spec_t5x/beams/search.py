@@ -160,8 +160,7 @@ class _Search:
         check_numbers(0, gamma=gamma, max_decode_len=max_decode_len)
         if not gamma and (draft_model is not None or self.width != beams):
             raise InputError("gamma is 0, which uses no draft_model or draft_beams: leave them out")
-        ids = target.vocab_size, self.eos_id
-        beams_lib.check_beams(*ids, beams=beams)
+        beams_lib.check_beams(target.vocab_size, self.eos_id, beams=beams)
         arguments.check_prompts(prompts, max_decode_len)
         interfaces.check_positions(target, max_decode_len)
         if not gamma:
@@ -171,7 +170,7 @@ class _Search:
         interfaces.check_parts(draft_model, NodeTarget, _REMEDY)
         interfaces.check_vocabularies(draft_model, target)
         interfaces.check_positions(draft_model, max_decode_len, "draft")
-        beams_lib.check_beams(*ids, least=beams, draft_beams=self.width)
+        beams_lib.check_beams(target.vocab_size, self.eos_id, beams, draft_beams=self.width)
 
     def init(self, inputs: PyTree, prompts: Array, beams: beams_lib.Beams, max_decode_len: int):
         """Encodes inputs and feeds prompts, if gamma > 0 for the draft too; returns the state."""

@@ -191,8 +191,8 @@ def find_directory(directory_or_name: str | Path) -> Path:
         return _checked(directory_or_name, hub.snapshot(directory_or_name))
     packaged = f", or one of the packaged {', '.join(names)}" if names else ""
     raise InputError(
-        f"no directory {directory}{did_you_mean(name, names)}: give the path of a checkpoint, "
-        f"OWNER/NAME of one on the Hugging Face Hub{packaged}"
+        f"no directory {directory_or_name}{did_you_mean(name, names, cutoff=0.85)}: give the path "
+        f"of a checkpoint, OWNER/NAME of one on the Hugging Face Hub{packaged}"
     )
 
 

@@ -138,7 +138,7 @@ def find_models(
 
 
 def check_draft(text: str, options: GenerateOptions, given: DraftOptions) -> None:
-    """Raises ``InputError`` if the options have trees or a search that cannot be drafted.
+    """Raises ``InputError`` for trees or a search that the draft lacks, and for too large a tree.
 
     If a kind does not name the class of its drafts, the loops check the draft.
     """
@@ -157,8 +157,8 @@ def check_draft(text: str, options: GenerateOptions, given: DraftOptions) -> Non
             f"verifier is {options.verifier!r} and draft {text!r} proposes no trees: give a "
             "verifier of chains, or a draft that proposes trees, such as a model or eagle"
         )
-    if options.gamma == AUTO:
-        largest_limit(verifier, of_chains=1)  # raises for a tree that is too large
+    # Both raise for a tree that is too large.
+    largest_limit(verifier, 1) if options.gamma == AUTO else verifier.tree(options.gamma)
 
 
 def _parts(text: str) -> Iterator[tuple[DraftKind, str]]:
@@ -185,10 +185,12 @@ def kind_of(text: str) -> str:
     except InputError as error:
         if loading.is_on_hub(text):
             raise
-        names = [*registry.names("draft"), *loading.packaged_names()]
+        models = {*loading.packaged_names()} - {*PACKAGED_DRAFTS}
+        names = [*registry.names("draft"), *sorted(models)]
+        hint = did_you_mean(text.partition(":")[0], names, cutoff=0.85)
         raise InputError(
-            f"no draft {text!r}{did_you_mean(text, names)}: give the directory of a checkpoint, "
-            f"OWNER/NAME of one on the Hugging Face Hub, or one of {', '.join(names)}"
+            f"no draft {text!r}{hint}: give the directory of a checkpoint, OWNER/NAME of one on "
+            f"the Hugging Face Hub, or one of {', '.join(names)}"
         ) from error
     format = read_if_there(directory / CONFIG_NAME).get("format")
     kinds = registry.find_all("draft").items() if format else ()
@@ -206,8 +208,8 @@ def _open(argument: str, target: LoadedModel, downloads: bool = False) -> Stored
     rows, own_rows = target.config.vocab_size, stored.config.vocab_size
     if stored.vocabulary is None and own_rows != rows:
         raise InputError(
-            f"target {target.directory} embeds {rows} ids and draft {stored.directory}, "
-            f"which has no vocabulary, {own_rows}: convert it with one, or give a draft with {rows}"
+            f"target {target.directory} embeds {rows} ids and draft {stored.directory} {own_rows}, "
+            "and has no vocabulary: convert it with one, or give a draft of as many ids"
         )
     stored = dataclasses.replace(stored, vocabulary=stored.vocabulary or target.vocabulary)
     if type(stored.config) is not type(target.config):

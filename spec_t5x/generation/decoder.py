@@ -87,8 +87,7 @@ class BatchDecoder:
         dataclasses.replace(options, max_decode_len=limit)
         check_positions(self.target, limit)
         self.sampling(options)
-        if options.beams:
-            check_beams(self.target.vocab_size, self.vocabulary.eos_ids, beams=options.beams)
+        check_beams(self.target.vocab_size, self.vocabulary.eos_ids, 0, beams=options.beams)
         has_penalty = options.settled(self.defaults)["length_penalty"] is not None
         if options.early_stopping is not None and not has_penalty:
             raise InputError(

@@ -23,16 +23,16 @@ class HostOptions:
     def __post_init__(self):
         check_types(self)
         address, count, index = self.coordinator_address, self.process_count, self.process_index
-        if address is count is index is None:
+        if (address, count, index) == (None, None, None):
             return
         if None in (address, count, index) or not 0 <= index < count:
             raise InputError(
                 f"coordinator_address is {address}, process_count {count}, process_index {index}: "
                 "give all three, and an index from 0 to below the count"
             )
-        # With any other, JAX crashes or waits for minutes.
-        port = re.fullmatch(r"[^\s/]+:(\d{1,5})", address)
-        if not port or not 0 < int(port[1]) < 2**16:
+        # With an address of another form JAX crashes or waits for minutes.
+        form = r"(dns:///|ipv[46]:)?(\[[^\s/\[\]]+\]|[^\s/:\[\]]+):([0-9]{1,5})"
+        if not (found := re.fullmatch(form, address)) or not 0 < int(found[3]) < 2**16:
             raise InputError(f"coordinator_address is {address!r}: give HOST:PORT (node0:1234)")
 
 

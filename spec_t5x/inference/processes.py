@@ -31,8 +31,9 @@ def join(options: HostOptions) -> tuple[int, int] | None:
     address = options.coordinator_address
     if address is None and not options.multiprocess:
         return None
+    where = f" at {address}" if address else ""
     try:
-        with doing(log, f"waiting for the other processes{f' at {address}' if address else ''}"):
+        with doing(log, f"waiting for the other processes{where}"):
             jax.distributed.initialize(address, options.process_count, options.process_index)
         found = jax.process_index(), jax.process_count()
         # Disconnects, because JAX would end all processes when one is lost.

@@ -1,4 +1,4 @@
-"""The package's requirements on others, read without importing these."""
+"""The package's requirements on other packages, read without importing them."""
 
 import importlib.metadata
 from collections.abc import Collection, Iterator

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from spec_t5x.errors import InputError
+from spec_t5x.errors import InputError, one_line
 
 # The most nodes of a tree: a target call over more costs more than they can gain.
 MAX_NODES = 256
@@ -33,7 +33,8 @@ class Tree:
             raise InputError(f"tree {self.branching}: give at least one level of 1 child or more")
         if self.num_nodes > MAX_NODES:
             raise InputError(
-                f"tree {self.branching} has {self.num_nodes} nodes: give at most {MAX_NODES}"
+                f"tree {one_line(self.branching)} has {self.num_nodes} nodes: give at most "
+                f"{MAX_NODES}"
             )
 
     @property

@@ -46,7 +46,7 @@ class Hub:
 
     address: str = ""
     repositories: dict[str, Path] = dataclasses.field(default_factory=dict)
-    # Directories of commits that a ``main`` has left.
+    # Directories of earlier commits, by commit.
     earlier: dict[str, Path] = dataclasses.field(default_factory=dict)
     # Downloaded files, as ``OWNER/NAME/FILE``.
     sent: list[str] = dataclasses.field(default_factory=list)

@@ -146,7 +146,7 @@ def test_a_kind_takes_only_the_options_that_it_declares(packaged, monkeypatch):
 
 @pytest.mark.parametrize("name", ["transformer", "bigram", "eagle"])
 def test_another_target_has_no_packaged_drafts(tiny, name):
-    with pytest.raises(InputError, match="give a directory"):
+    with pytest.raises(InputError, match=r"is not packaged for .*: give \w+:DIR$"):
         make_draft(name, *tiny)
 
 
@@ -164,6 +164,8 @@ def test_drafts_of_another_vocabulary_are_refused(tiny, name):
             "t5-drat",
             r"no draft 't5-drat', did you mean 't5-draft'\?: give .*, or one of .*t5-draft",
         ),
+        ("mixd:int8", r"no draft 'mixd:int8', did you mean 'mixed'\?: give the directory"),
+        ("t5-large", "no draft 't5-large': give the directory"),
         ("early_exit:8", "early exit after 8 of 8"),
         ("uniform:3", "uniform:3: uniform takes no argument"),
     ],

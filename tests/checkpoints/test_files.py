@@ -98,6 +98,19 @@ def test_the_old_one_stays_if_the_new_one_cannot_take_its_place(tmp_path, monkey
     assert os.listdir(tmp_path) == ["model"] and content(tmp_path / "model") == "old"
 
 
+def test_a_path_with_a_line_break_is_named_once():
+    path = "of\ntwo/config.json"
+    with pytest.raises(InputError) as caught, files.describing(path, "T5", {"ours": "theirs"}):
+        raise InputError(f"{path} has x 3: give 4")
+    assert str(caught.value) == "of two/config.json has x 3: give 4"
+    message = "^of two/config.json: theirs is 'ours': give 4$"
+    with (
+        pytest.raises(InputError, match=message),
+        files.describing(path, "T5", {"ours": "theirs"}),
+    ):
+        raise InputError("ours is 'ours': give 4")
+
+
 def test_a_link_to_a_checkpoint_stays(tmp_path):
     write(tmp_path / "model", "old")
     (tmp_path / "link").symlink_to("model")

@@ -254,7 +254,7 @@ def test_download(online, directories, monkeypatch, caplog):
         (repository / name).write_text("not needed")
     small = {"added_tokens.json", "special_tokens_map.json", "tokenizer.4.0.0.json"}
     for name in small:
-        # Of equal files one is downloaded.
+        # Different contents, because the cache downloads equal files once.
         (repository / name).write_text("{}" + " " * len(name))
     find_models(TARGET, [DRAFT])
     names = {path.name for path in (directories / "target").iterdir()} | small

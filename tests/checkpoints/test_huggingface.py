@@ -218,7 +218,10 @@ def test_export_of_a_large_model_is_in_several_files(tmp_path, saved, monkeypatc
             {"feed_forward_proj": None, "dense_act_fn": None},
             "has the activation None (feed_forward_proj 'None')",
         ),
-        ({"feed_forward_proj": "glu-relu"}, "has feed_forward_proj 'glu-relu': give an activation"),
+        (
+            {"feed_forward_proj": "glu-relu"},
+            "has feed_forward_proj 'glu-relu': give ACTIVATION or gated-",
+        ),
         ({"is_encoder_decoder": False}, "encoder-only model"),
         ({"quantization_config": {}}, "is quantized"),
         ({"vocab_size": "160"}, "config.json has vocab_size '160': set it to a number"),

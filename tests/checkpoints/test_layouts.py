@@ -271,7 +271,11 @@ def test_absent_entries_have_the_defaults_of_transformers(directory, kind):
 @pytest.mark.parametrize(
     ("configured", "generation", "expected"),
     [
-        ({"decoder_start_token_id": 0}, None, "config.json has no eos_token_id, so that in trans"),
+        (
+            {"decoder_start_token_id": 0},
+            None,
+            "config.json has no eos_token_id, so that no text ends",
+        ),
         (IDS, {"decoder_start_token_id": 0}, "generation_config.json has no eos_token_id"),
         (IDS, {"bos_token_id": 0, "eos_token_id": None}, "generation_config.json has no eos_tok"),
         (IDS, {"bos_token_id": 0, "eos_token_id": [1, ROWS]}, f"has eos_token_id [1, {ROWS}]"),

@@ -350,6 +350,10 @@ def test_arguments_that_cannot_be_are_refused_in_one_line(generate, arguments, e
             ("--gamma", "auto", "--verifier", "tree", "--widths", "4,4,4"),
             "--widths are (4, 4, 4) and gamma is auto, which takes trees of up to 4 widths and 64",
         ),
+        (
+            ("--gamma", 4, "--verifier", "tree", "--widths", "9,9,9"),
+            "tree (9, 9, 9, 1) has 1549 nodes: give at most 256",
+        ),
         (("--draft", "int8", "--beams", 2), "--beams is 2, gamma 3 and draft 'int8', but in a"),
         (
             ("--draft", "transformer:t5-draft", "--draft_temperature", "1", "--beams", 2),
@@ -385,7 +389,7 @@ def test_a_draft_that_cannot_is_refused_before_a_model_is_read(generate, argumen
         # Options of decoding that do not fit the checkpoint.
         (("--suppress_tokens", "9999"), "has token 9999 and the model 8000 tokens: give lower ids"),
         (("--min_decode_len", 199), "--min_decode_len is 199 and outputs have at most 128"),
-        (("--beams", 4001, "--gamma", 0), "--beams is 4001: give at least 1, at most 4000"),
+        (("--beams", 4001, "--gamma", 0), "--beams is 4001: give at least 0, at most 4000"),
         (
             ("--beams", 2, "--early_stopping", "true", "--gamma", 0),
             "give a --length_penalty as well",

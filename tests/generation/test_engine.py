@@ -60,6 +60,21 @@ def test_slots_take_no_wider_prompts(generator):
     assert takes(batch) and not takes(dataclasses.replace(batch, prompts=wider))
 
 
+def test_the_costs_are_of_as_many_drafts_as_may_pay(generator, monkeypatch):
+    measured = []
+    monkeypatch.setattr(engine.costs_lib, "remembered", lambda key, measure, store: measure()[0])
+    monkeypatch.setattr(
+        engine.costs_lib,
+        "measure",
+        lambda *given: (measured.append(given[-1].gamma), (Costs.by_formula(c=0.1), False))[1],
+    )
+    for draft in (generator.draft, CopyDraft(generator.target.vocab_size)):
+        which = generator.with_draft(draft)
+        (batch,) = text_batches(which, TEXTS[:1], GREEDY)
+        which.engine(options(gamma="auto")).costs(batch)
+    assert measured == [8, 16]
+
+
 def test_requests_of_many_seeds_and_stops_share_costs_and_one_pace(generator):
     """A service keeps nothing for each request, and what one has learned serves the next."""
     which, coupled = dataclasses.replace(generator), options(gamma="auto", verifier="coupled")

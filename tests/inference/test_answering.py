@@ -196,15 +196,23 @@ def test_ids_that_come_with_an_input_are_taken(generator):
     assert "no ids" in json.loads(line)["error"]
 
 
-def test_a_batch_that_does_not_fit_into_memory_is_one_line(generator, monkeypatch):
-    message = "RESOURCE_EXHAUSTED: out of memory\nallocating 5 GB"
-
+@pytest.mark.parametrize(
+    ("raised", "error", "message"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: out of memory\nallocating 5 GB",
+            InputError,
+            "^batch_size is 2, which does not fit .* a smaller one",
+        ),
+        ("INTERNAL: a kernel failed", jax.errors.JaxRuntimeError, "^INTERNAL: a kernel failed"),
+    ],
+)
+def test_a_batch_that_does_not_fit_into_memory_is_one_line(
+    generator, monkeypatch, raised, error, message
+):
     def failing(*_, **__):
-        raise jax.errors.JaxRuntimeError(message)
+        raise jax.errors.JaxRuntimeError(raised)
 
     monkeypatch.setattr(refill, "burst", failing)
-    with pytest.raises(InputError, match="^batch_size is 2, which does not fit .* a smaller one"):
-        lines_of(generator, OPTIONS, items())
-    message = "INTERNAL: a kernel failed"
-    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+    with pytest.raises(error, match=message):
         lines_of(generator, OPTIONS, items())

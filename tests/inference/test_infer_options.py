@@ -68,10 +68,17 @@ def test_a_process_has_all_three_options_of_hosts(given):
         "node0:65536",
         "http://node0:1",
         "a\nb:1",
+        "::1:1",
+        "a:b:1",
+        "[::1:1",
+        "node0:１２",
     ],
 )
 def test_an_address_is_a_host_and_a_port(address):
     with pytest.raises(InputError, match="coordinator_address is '.*': give HOST:PORT"):
         HostOptions(coordinator_address=address, process_count=2, process_index=0)
-    for given in ("node0:65535", "10.0.0.1:1", "[::1]:1234"):
-        HostOptions(coordinator_address=given, process_count=2, process_index=0)
+
+
+def test_addresses_that_connect():
+    for address in ("node0:65535", "10.0.0.1:1", "[::1]:1234", "dns:///node0:1", "ipv4:10.0.0.1:1"):
+        HostOptions(coordinator_address=address, process_count=2, process_index=0)

@@ -281,8 +281,7 @@ def special_ids(values: dict[str, Any], directory: Path) -> dict[str, Any]:
     start, eos, pad = found.get(START, found.get(_BOS)), found.get(EOS), found.get(PAD)
     if eos is None:
         raise InputError(
-            f"{path} has no {EOS}, so that in transformers no text would end: set it (T5's is "
-            f"{EOS_ID})"
+            f"{path} has no {EOS}, so that no text ends in transformers: set it (T5's is {EOS_ID})"
         )
     several = eos if isinstance(eos, list) and eos else [eos]
     if start == PAD_ID and EOS_ID in several:
@@ -344,7 +343,7 @@ def _activations(values: dict[str, Any], path: Path) -> tuple[str, ...]:
     gate, _, name = projection.rpartition("-")
     if gate not in ("", _GATED):
         raise InputError(
-            f"{path} has feed_forward_proj {projection!r}: give an activation, or {_GATED}- and one"
+            f"{path} has feed_forward_proj {projection!r}: give ACTIVATION or {_GATED}-ACTIVATION"
         )
     name = values.get("dense_act_fn", "gelu_new" if projection == _GATED_GELU else name)
     if name not in _OURS:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from spec_t5x.errors import InputError, as_input_error, check_unicode, shown
+from spec_t5x.errors import InputError, as_input_error, check_unicode
 from spec_t5x.machine.atomic import check_can_be_made
 from spec_t5x.machine.git_lfs import check_fetched
 from spec_t5x.machine.paths import expanded
@@ -55,10 +55,10 @@ def describing(path: object, what: str, names: Mapping[str, str] = {}) -> Iterat
         with as_input_error(f"{path} describes no {what}", remedy, *kinds):
             yield
     except InputError as error:
-        if shown(str(path)) in str(error):
+        if str(InputError(path)) in str(error):
             raise
-        # Messages name entries as the file does; ``names`` are those by ours.
-        text = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(error))
+        # ``names`` maps our names of entries to the file's; a word in quotes is a value.
+        text = re.sub(r"(?<!['\w])\w+(?!['\w])", lambda w: names.get(w[0], w[0]), str(error))
         raise InputError(f"{path}: {text}") from error
     except KeyError as error:
         raise InputError(f"{path} has no {error.args[0]}: {remedy}") from error

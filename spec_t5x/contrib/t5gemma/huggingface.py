@@ -198,7 +198,9 @@ def _read_config(values: dict[str, Any], path: Path) -> T5GemmaConfig:
     encoder, decoder = _stacks(values, path)
     kind = values["model_type"]
     is_second = kind == "t5gemma2"
-    names = _SIZES | {f"encoder_{ours}": theirs for ours, theirs in _SIZES.items()}
+    names = _SIZES | {f"encoder_{ours}": f"encoder.{theirs}" for ours, theirs in _SIZES.items()}
+    names |= {"num_encoder_layers": "encoder.num_hidden_layers", "window": "sliding_window"}
+    names |= {"num_decoder_layers": "num_hidden_layers", "layer_norm_epsilon": "rms_norm_eps"}
     with describing(path, "T5Gemma", names):
         sizes = {ours: decoder[theirs] for ours, theirs in _SIZES.items()}
         of_encoder = {f"encoder_{ours}": encoder[theirs] for ours, theirs in _SIZES.items()}

@@ -75,10 +75,11 @@ def evaluate(
         or beams are given.
     """
     check_options(options)
-    check_texts(generator, texts, options)
     decode = generator.generate if texts.ids is None else generator.generate_ids
     sources = _sources(texts)
     usable = [i for i, source in enumerate(sources) if fits(generator, source, options)]
+    if not usable:
+        check_texts(generator, texts, options)
     outputs = []
     for (output,) in decode([sources[i] for i in usable], options):
         outputs.append(output)

@@ -122,7 +122,7 @@ class Lenient:
     speed_up: Decimal | None = None
 
 
-# Those of Table 5 and, at temperature 0, of section A.5.
+# Leniences of Table 5 and, at temperature 0, of section A.5.
 LENIENCES = (1.0, 0.5, 0.3, 0.1)
 
 

@@ -78,14 +78,14 @@ def check_memory(target: str, drafts: Sequence[str], dtype: str) -> None:
         )
 
 
-def check_vocabulary(target: str, num_ids: int, drafts: Sequence[str]) -> None:
-    """Raises ``InputError`` for a draft, a name of ``models.sizes``, without ``num_ids`` tokens.
+def check_vocabulary(target: str, num_ids: int, drafts: Sequence[str], prefix: str = "") -> None:
+    """Raises ``InputError`` unless each of ``drafts`` has ``num_ids`` tokens, as ``target`` has.
 
-    ``target``, which has as many, is for the message.
+    Drafts are names of ``models.sizes``, which messages have after a ``prefix``.
     """
     for name in drafts:
         if (own := size(name).vocab_size) != num_ids:
             raise InputError(
-                f"draft {name} has {own} tokens and {target} {num_ids}: choose a draft "
-                "of the target's vocabulary"
+                f"draft {prefix}{name} has {own} tokens and target {target} {num_ids}: choose a "
+                "draft of the target's vocabulary"
             )

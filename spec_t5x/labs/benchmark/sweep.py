@@ -164,7 +164,8 @@ def _load(
     """Loads the target; returns it, its generator, a function that makes a draft, and texts.
 
     The generator is None for a target of random weights. The function takes a draft's name.
-    ``read`` reads the texts with a generator without weights, before the target's are read.
+    ``read`` is called with a generator without weights, before the target's are loaded; None reads
+    no texts.
     """
     texts: list[str] = []
     options, seed = models.draft_options(), decoding.seed
@@ -184,10 +185,12 @@ def _load(
             check_draft(row.draft, row.decoding, options)
         # Each draft was checked with its row's verifier above.
         plain = dataclasses.replace(decoding, gamma=0)
-        opened, reader = Generator.open(models, {row.draft for row in stored_rows}, plain)
-        texts = read(reader) if read else []
         drawn = sorted(name.removeprefix(RANDOM) for name in names if name.startswith(RANDOM))
-        check_vocabulary(models.target, opened.config.vocab_size, drawn)
+        for name in drawn:
+            size(name)  # raises for an unknown one
+        opened, reader = Generator.open(models, {row.draft for row in stored_rows}, plain)
+        check_vocabulary(models.target, opened.config.vocab_size, drawn, prefix=RANDOM)
+        texts = read(reader) if read else []
         named = opened, options.dtype, models.task, models.kv
         loaded, generator = Generator.load_target(*named, weights=models.weights)
         target = generator.target

@@ -89,10 +89,13 @@ def fits(generator: Generator, source: str | list[int], options: GenerateOptions
 
 
 def encoded(generator: Generator, source: str | list[int], options: GenerateOptions) -> list[int]:
-    """Returns the ids of a text or of ids, cut if they may be; raises ``InputError`` as ``fit``."""
+    """Returns an input's ids, with ``truncate`` cut to the limit.
+
+    Raises ``InputError`` if the generator does not take them.
+    """
     if isinstance(source, str):
         return generator.tokenize(source, options)
-    return generator.fit(source, "", options)
+    return generator.fit(source, str(source[:8]), options)
 
 
 def check_readable(source: TextSource) -> None:

@@ -41,7 +41,7 @@ class Training:
 
         with needed("optax"):
             configurable = self.configurable()
-            # Importing it registers the settings of all trainings with gin.
+            # Its import registers settings with gin that a training of another package may bind.
             from spec_t5x.labs.training import run_train  # noqa: F401
             from spec_t5x.labs.training.gin_arguments import built_arguments
         _check_files(args.gin_file, configurable)

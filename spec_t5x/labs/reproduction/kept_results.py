@@ -82,9 +82,9 @@ def _checked(kept: Any) -> dict[str, Any]:
 
 def reason(error: Exception) -> str:
     """Returns an error's type and message as one line, or a ``ValueError``'s message alone."""
-    text = one_line(error, most=2000)
-    # A user's mistake needs no more than its message.
-    return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
+    text, kind = one_line(error, most=2000), type(error).__name__
+    # A user's mistake needs no more than its message; an error without one is named by its type.
+    return text if isinstance(error, ValueError) or text == kind else f"{kind}: {text}"
 
 
 # Provenance

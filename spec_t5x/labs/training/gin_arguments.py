@@ -1,4 +1,4 @@
-"""The arguments of a training, built from gin's bindings, of which none may be without effect."""
+"""Arguments of a training, built from gin's bindings; a binding without effect is refused."""
 
 import inspect
 import re
@@ -29,9 +29,10 @@ def built_arguments(training: Callable, flags: Sequence[str]) -> dict[str, Any]:
 
 
 def _check_kind(name: str, value: Any, kind: Any) -> None:
-    """Raises ``InputError`` for a text, function or class that is none of the annotation ``kind``.
+    """Raises ``InputError`` if a text, function or class stands in place of a ``kind``'s value.
 
-    A function of another package may have no annotation, or one that names no class.
+    Checks nothing if the annotation ``kind`` is absent or names no class, as in functions of other
+    packages.
     """
     allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     classes = [a for a in allowed if isinstance(a, type) and type(a) is not types.GenericAlias]

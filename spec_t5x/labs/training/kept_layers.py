@@ -81,7 +81,7 @@ def narrowed_params(own: PyTree, params: PyTree, config: T5Config, ids) -> PyTre
 
 
 def with_narrow_head(own: PyTree, kernel: Any) -> PyTree:
-    """Returns a draft's own parameters, or their shardings, with a head in place of its output."""
+    """Returns a draft's own parameters, or their shardings, with a narrow head as output layer."""
     decoder = {name: each for name, each in own["decoder"].items() if name != "logits_dense"}
     return {**own, "decoder": decoder, "narrow_head": {"kernel": kernel}}
 

@@ -40,7 +40,9 @@ class OptimizerOptions:
         check_choice("optimizer", self.name, OPTIMIZERS)
         check_choice("decay", self.decay, DECAYS)
         for name in ("learning_rate", "clip_norm"):
-            if not (value := getattr(self, name)) > 0:
+            value = getattr(self, name)
+            # So that NaN is refused, too.
+            if not value > 0:
                 raise InputError(f"{name} is {value}: give a positive one")
         check_at_least(self, warmup_steps=0, cooldown_steps=0)
         if self.name == "adafactor":

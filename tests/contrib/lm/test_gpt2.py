@@ -295,6 +295,8 @@ def test_speculative_texts_equal_the_greedy_ones_of_transformers(theirs, directo
         ({"eos_token_id": True}, "eos_token_id True and vocab_size"),
         ({"n_layer": 3}, "missing"),
         ({"n_head": 0}, "config.json: n_head is 0: give at least 1"),
+        ({"n_inner": -1}, "config.json: n_inner is -1: give at least 1"),
+        ({"n_positions": 0}, "config.json: n_positions is 0: give at least 1"),
         ({"n_embd": None}, "has no n_embd"),
         ({"num_attention_heads": 2}, "has num_attention_heads 2 and n_head 4: leave out one"),
         ({"num_hidden_layers": 1}, "has num_hidden_layers 1 and n_layer 2: leave out one"),

@@ -154,5 +154,5 @@ def test_texts_follow_the_law_of_transformers(laws, monkeypatch):  # noqa: F811
 
 def test_it_is_made_by_its_name_for_an_encoder_decoder(tiny_pair):
     loaded = load(tiny_pair / "target")
-    with pytest.raises(InputError, match="draft 'medusa' is not packaged for .*: give a directory"):
+    with pytest.raises(InputError, match="draft 'medusa' is not packaged for .*: give medusa:DIR"):
         make_draft("medusa", loaded, loaded.bind())

@@ -78,6 +78,9 @@ def test_evaluation_needs_a_usable_pair_and_one_decode(generator):
     unusable, none = TextPairs(pairs=SKIPPED), TextPairs(pairs=[])
     assert "the text is empty" in message_of(evaluate, generator, unusable, options())
     assert "there are no sources" in message_of(evaluate, generator, none, options())
+    of_task = TextPairs(pairs=[("Die Katze", "the cat")], ids=[[5, 6, 7, 8, 1]])
+    message = message_of(evaluate, generator, of_task, options(max_source_len=2))
+    assert "the encoder takes 2 ('[5, 6, 7, 8, 1]'" in message
     pairs = TextPairs(pairs=[("Die Katze", "the cat")])
     message = message_of(evaluate, generator, pairs, options(beams=2))
     assert "beams is 2" in message

@@ -306,7 +306,10 @@ def test_random_drafts_fit_the_target_before_anything_is_measured(
     monkeypatch.setattr(Generator, "load_target", lambda *_, **__: pytest.fail("it was loaded"))
     (tmp_path / "pairs.tsv").write_text("My sister\tMeine Schwester\n")
     given = ["--target", str(tiny_pair / "target"), "--data", str(tmp_path / "pairs.tsv")]
-    for size, message in (("t5_1_1_xl", "has 32128 tokens and "), ("x", "size is 'x'")):
+    for size, message in (
+        ("t5_1_1_xl", "draft random:t5_1_1_xl has 32128 tokens and target"),
+        ("x", "size is 'x'"),
+    ):
         assert main(["benchmark", *given, "--draft", "copy", "--draft", f"random:{size}"]) == 2
         assert message in capsys.readouterr().err
 

@@ -74,7 +74,9 @@ def test_a_failure_is_noted_and_not_tried_again(results):
     # A result that JSON cannot hold is a failure.
     run("b", {}, lambda: {1, 2})
     assert "not JSON serializable" in run.failed["b"]
-    assert reason(InputError("x is 3:\ngive 4")) == "x is 3: give 4"
+    assert reason(InputError("x is 3: give 4")) == "x is 3: give 4"
+    assert reason(RuntimeError("a\nb")) == "RuntimeError: a b"
+    assert reason(RuntimeError()) == "RuntimeError"
 
 
 def test_a_result_that_cannot_be_kept_ends_the_run(results, measure, tmp_path):

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 
 import jax
 import jax.numpy as jnp
@@ -234,12 +235,19 @@ def test_adafactor_moves_a_parameter_by_a_share_of_its_size():
     [
         ({"decay": "cosine"}, "cosine"),
         ({"learning_rate": 0.0}, "learning_rate is 0.0"),
-        ({"warmup_steps": 8, "cooldown_steps": 3}, "into 10 steps: lower OptimizerOptions.warmup"),
         ({"warmup_steps": -1}, "warmup_steps is -1: give at least 0"),
         ({"name": "sgd"}, "optimizer is 'sgd'"),
         ({"clip_norm": 0.0}, "clip_norm is 0.0"),
+        ({"clip_norm": math.nan}, "clip_norm is nan"),
+        ({"name": "adafactor", "weight_decay": 0.1}, "weight_decay is 0.1 and adafactor has none"),
     ],
 )
 def test_impossible_settings(changes, message):
     with pytest.raises(InputError, match=message):
-        OptimizerOptions(**{"warmup_steps": 1} | changes).build(10)
+        OptimizerOptions(**{"warmup_steps": 1} | changes)
+
+
+def test_warm_up_and_cool_down_fit_into_a_training():
+    options = OptimizerOptions(warmup_steps=8, cooldown_steps=3)
+    with pytest.raises(InputError, match="into 10 steps: lower OptimizerOptions.warmup"):
+        options.build(10)
