@@ -233,7 +233,7 @@ def test_half_of_a_model_in_the_cache(cached):
     [
         ("flan-t5-small", "no directory flan-t5-small: give the path of a checkpoint, OWNER/NAME"),
         ("a/b/c", "no directory a/b/c: give the path"),
-        ("./owner/none", "no directory owner/none: give the path"),
+        ("./owner/none", "no directory ./owner/none: give the path"),
         ("owner/a--b", "owner/a--b is no directory here and no name of the Hub"),
     ],
 )

@@ -226,5 +226,5 @@ def test_a_launchs_model_of_another_class_or_scope(other):
     gin.parse_config([f"{STOCK}.{name}_vocabulary = None" for name in ("input", "output")])
     launch_model()
     bind(other)
-    with pytest.raises(InputError, match="bind models.EncoderDecoderModel and .*: name the model"):
+    with pytest.raises(InputError, match="binds models.EncoderDecoderModel and .*: name the model"):
         launch_model()

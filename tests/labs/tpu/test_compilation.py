@@ -407,7 +407,7 @@ def test_the_command_prints_and_keeps_every_figure(monkeypatch, tmp_path, capsys
         ("--topology v4:9x9", "topology 'v4:9x9': libtpu says"),
         ("--topology v6e:9x9", "topology 'v6e:9x9': libtpu says"),
         ("--topology v6e-8", "topology 'v6e-8': give a chip (v4, v5e, v5p, v6e) and a layout"),
-        ("--draft mt5_small", "draft mt5_small has 250112 tokens and t5_1_1_xxl 32128"),
+        ("--draft mt5_small", "draft mt5_small has 250112 tokens and target t5_1_1_xxl 32128"),
         ("--draft nothing", "the draft's size is 'nothing': choose one of t5_1_0_small, "),
         ("--draft copy", "t5gemma2_4b, int8, int4, eagle, eagle:WIDTH"),
         ("--draft eagle:4096", "width is 4096 and the target's 4096: give less"),
