@@ -185,12 +185,12 @@ def kind_of(text: str) -> str:
     except InputError as error:
         if loading.is_on_hub(text):
             raise
-        models = {*loading.packaged_names()} - {*PACKAGED_DRAFTS}
-        names = [*registry.names("draft"), *sorted(models)]
-        hint = did_you_mean(text.partition(":")[0], names, cutoff=0.85)
+        kinds, word = registry.names("draft"), text.partition(":")[0]
+        models = sorted({*loading.packaged_names()} - {*PACKAGED_DRAFTS})
+        hint = did_you_mean(word, kinds) or did_you_mean(word, models, cutoff=0.85)
         raise InputError(
             f"no draft {text!r}{hint}: give the directory of a checkpoint, OWNER/NAME of one on "
-            f"the Hugging Face Hub, or one of {', '.join(names)}"
+            f"the Hugging Face Hub, or one of {', '.join([*kinds, *models])}"
         ) from error
     format = read_if_there(directory / CONFIG_NAME).get("format")
     kinds = registry.find_all("draft").items() if format else ()

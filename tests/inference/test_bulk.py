@@ -237,7 +237,7 @@ def test_a_finished_run_is_joined_without_a_lock(runner, number, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", flock)
     assert merge(runner.output).inputs == 11
     (runner.output / "predictions.jsonl").unlink()
-    refused = rf"cannot lock .* \({os.strerror(number)}\): give an"
+    refused = rf"cannot lock .* \({os.strerror(number)}\): give a directory that can be written"
     with pytest.raises(InputError, match=refused):
         merge(runner.output)
     with pytest.raises(InputError, match=refused):

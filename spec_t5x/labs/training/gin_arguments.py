@@ -29,7 +29,7 @@ def built_arguments(training: Callable, flags: Sequence[str]) -> dict[str, Any]:
 
 
 def _check_kind(name: str, value: Any, kind: Any) -> None:
-    """Raises ``InputError`` if a text, function or class stands in place of a ``kind``'s value.
+    """Raises ``InputError`` if a text, function or class is given for a value of type ``kind``.
 
     Checks nothing if the annotation ``kind`` is absent or names no class, as in functions of other
     packages.

@@ -260,7 +260,7 @@ def test_unsupported_settings_are_refused(made, tmp_path):
         ({"intermediate_size": 0}, "config.json: intermediate_size is 0: give at least 1"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0: give at least 1"),
         ({"sliding_window": -2}, "sliding_window is -2"),
-        ({"rms_norm_eps": -1}, "rms_norm_eps is -1: give a number from 0"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps is -1.0: give a number from 0"),
         ({"attn_logit_softcapping": 0.0}, "has attn_logit_softcapping 0, by which transformers"),
         ({"final_logit_softcapping": 0}, "has final_logit_softcapping 0, by which transformers"),
     ):
