@@ -158,7 +158,7 @@ def check_draft(text: str, options: GenerateOptions, given: DraftOptions) -> Non
             "verifier of chains, or a draft that proposes trees, such as a model or eagle"
         )
     # Both raise for a tree that is too large.
-    largest_limit(verifier, 1) if options.gamma == AUTO else verifier.tree(options.gamma)
+    largest_limit(verifier, of_chains=1) if options.gamma == AUTO else verifier.tree(options.gamma)
 
 
 def _parts(text: str) -> Iterator[tuple[DraftKind, str]]:

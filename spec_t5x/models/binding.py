@@ -63,8 +63,8 @@ def network_of(config: NetworkConfig) -> nn.Module:
 def bind(params: PyTree, config: NetworkConfig, weights: str = AUTO, kv: str = AUTO) -> CachedModel:
     """Binds parameters, or {}, to their configuration as the loops' ``Target``.
 
-    ``weights`` "int8" and "int4" round the matrices; ``kv`` is as in ``CachedModel.with_kv``.
-    Raises ``InputError`` if the parameters do not fit the configuration.
+    ``weights`` "auto" keeps their precision, "int8" and "int4" round the matrices; ``kv`` is as in
+    ``CachedModel.with_kv``. Raises ``InputError`` if the parameters do not fit the configuration.
     """
     check_choice("weights", weights, WEIGHTS)
     model = family_of(config).model.create(_checked(params, config), config).with_kv(kv)

@@ -79,6 +79,7 @@ def evaluate(
     sources = _sources(texts)
     usable = [i for i, source in enumerate(sources) if fits(generator, source, options)]
     if not usable:
+        # Raises the first source's own error.
         check_texts(generator, texts, options)
     outputs = []
     for (output,) in decode([sources[i] for i in usable], options):
